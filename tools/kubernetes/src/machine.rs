@@ -2,7 +2,6 @@
 //! host, a reboot ends all processes and loses the network and `/run`, but keeps the disk.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
+use testkit::machine::start_machine;
 
 use crate::programs;
 
@@ -65,25 +65,8 @@ impl Machine {
         let (script, id_file) = (disk.join("node.sh"), disk.join("boot-id"));
         fs::write(&id_file, format!("{}\n", uuid::Uuid::new_v4())).unwrap();
         fs::write(&script, include_str!("node.sh")).unwrap();
-        // The machine's first process ends when its parent process ends, even if the parent is killed.
-        let mut first = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--uts", "--ipc"])
-            .args(["--fork", "--kill-child=KILL", "sh"])
-            .args([&script, disk, &id_file])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(first.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let Ok(number) = line.trim().parse() else {
-            let mut said = String::new();
-            first.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-            let _ = first.wait();
-            panic!("the machine does not start: {said}");
-        };
-        Boot { disk: disk.to_owned(), first: Some(first), number: Pid::from_raw(number) }
+        let (first, number) = start_machine(&["--uts", "--ipc"], [script.as_path(), disk, &id_file]);
+        Boot { disk: disk.to_owned(), first: Some(first), number }
     }
 
     /// Removes the machine's control groups, from the inside out. Processes of a stopped machine may take a moment to

@@ -9,13 +9,15 @@
 //! | `programs` | the [`programs`] under test, calls of the plugin ([`process`]), a store for them ([`lab`]) and its contents ([`books`]), and whole scenarios: [`kills`], [`crash`], [`power_cuts`] |
 //! | `world` | the allocator on a store in memory ([`world`]) |
 //!
-//! The modules [`random`] (random numbers) and [`copy`] (copies of programs) need no cargo feature. Helpers report
+//! The modules [`random`] (random numbers), [`copy`] (copies of programs) and [`machine`] (namespaces that act as a
+//! machine) need no cargo feature. Helpers report
 //! failures by panicking.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 #![allow(missing_docs, reason = "not published; most names need no comment")]
 
 pub mod copy;
+pub mod machine;
 pub mod random;
 
 #[cfg(feature = "api")]

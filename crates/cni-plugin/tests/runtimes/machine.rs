@@ -1,7 +1,7 @@
 //! A test machine whose disk survives reboots, and which can be booted, and stopped as by a power cut.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::copy::copy_program;
 use crate::lab::{Engine, Lab};
+use testkit::machine::start_machine;
 use testkit::programs::{command, plugin};
 
 /// Maximum number of times that a condition is checked, with [`PAUSE`] between two checks.
@@ -96,24 +97,8 @@ impl Machine {
         fs::write(&id_file, format!("{id}\n")).unwrap();
         let script = disk.join("boot.sh");
         fs::write(&script, include_str!("boot.sh")).unwrap();
-        // The machine's first process ends when its parent process ends, even if the parent is killed.
-        let mut first = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "sh"])
-            .args([&script, disk, &id_file])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(first.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let Ok(number) = line.trim().parse() else {
-            let mut said = String::new();
-            first.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-            let _ = first.wait();
-            panic!("the machine does not start: {said}");
-        };
-        Boot { machine: self, first, number: Pid::from_raw(number), id }
+        let (first, number) = start_machine(&[], [script.as_path(), disk, &id_file]);
+        Boot { machine: self, first, number, id }
     }
 }
 
